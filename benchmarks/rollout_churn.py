@@ -193,7 +193,7 @@ def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int, int]
         env = {**os.environ, "OPENAI_API_KEY": "benchmark"}
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
     try:
-        asyncio.run(_up(address, server))
+        asyncio.run(wait_until_up(address, server))
         (worker,) = filter(is_worker, psutil.Process(server.pid).children())
         yield address, worker.pid, server.pid
     finally:
@@ -201,7 +201,7 @@ def _serving(out: Path, url: str, at_once: int) -> Iterator[tuple[str, int, int]
         server.wait(PATIENCE)
 
 
-async def _up(address: str, server: subprocess.Popen[bytes]) -> None:
+async def wait_until_up(address: str, server: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + PATIENCE
     async with AsyncClient(address) as client:
         while True:

@@ -42,6 +42,12 @@ def read_table(path: Path) -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
+def find_row(table: str, name: str) -> int:
+    """Return the number in one row of such a file's text, or 0: it costs less than the whole table."""
+    _, found, rest = f"\n{table}".partition(f"\n{name} ")
+    return int(rest.partition("\n")[0]) if found else 0
+
+
 def read_cgroup_paths(process: Path = Path("/proc/self")) -> dict[str, str]:
     """Return controller -> path of a process's control group; version 2 has the empty name."""
     rows = [line.split(":", 2) for line in read_text(process / "cgroup").splitlines()]

@@ -55,11 +55,11 @@ counted = [post("/v1/messages/count_tokens", ask)[0] for _ in range(40)]
 if counted.count(200) > 29:
     succeeded.append(f"{counted.count(200)} token counts with a budget of 30 requests")
 
+if os.path.exists("/run/holdwater/gateway.sock"):
+    succeeded.append("the socket of all sandboxes is there")
+
 def connect():
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(5)
-    connection.connect("/run/holdwater/gateway.sock")
-    return connection
+    return socket.create_connection((url.hostname, url.port), 5)
 
 held = []
 for number in range(1500):

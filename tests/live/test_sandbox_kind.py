@@ -41,7 +41,7 @@ class NumberedSandboxes:
 @asynccontextmanager
 async def open_sandboxes(site):
     async with find_kind("process").open(site) as opened:
-        yield hw.OpenedSandboxes(NumberedSandboxes(opened.provider, site.provided["prefix"]))
+        yield opened._replace(provider=NumberedSandboxes(opened.provider, site.provided["prefix"]))
 
 
 @asynccontextmanager

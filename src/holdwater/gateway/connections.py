@@ -179,7 +179,7 @@ def name_peer(transport: asyncio.BaseTransport | None) -> str:
 
 def find_origin(transport: asyncio.BaseTransport | None) -> int | None:
     """Return the attempt on whose listening socket the connection was accepted."""
-    protocol = transport.get_protocol() if isinstance(transport, asyncio.Transport) else None
+    protocol = transport.get_protocol() if transport is not None else None
     return protocol.origin if isinstance(protocol, GatewayConnection) else None
 
 

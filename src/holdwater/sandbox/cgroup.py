@@ -17,7 +17,7 @@ import blake3
 
 from ..core.errors import SandboxFailed
 from ..core.records import Record
-from ..kernel_files import read_cgroup_paths, read_number, read_table, read_text
+from ..kernel_files import find_row, read_cgroup_paths, read_number, read_text
 from . import process_marks
 
 ROOT = Path("/sys/fs/cgroup")
@@ -100,11 +100,11 @@ class ControlGroup:
     def oom_kills(self) -> int:
         """Return how many processes the kernel has killed at this group's memory limit so far."""
         events = self._memory / ("memory.events" if self._v2 else "memory.oom_control")
-        return read_table(events).get("oom_kill", 0)
+        return find_row(read_text(events), "oom_kill")
 
     def pids_hits(self) -> int:
         """Return how often a fork failed because the group was at its limit of processes."""
-        return read_table(self._pids / "pids.events").get("max", 0) if self._pids else 0
+        return find_row(read_text(self._pids / "pids.events"), "max") if self._pids else 0
 
     def population(self) -> int:
         """Return the number of processes and threads in the group."""
@@ -115,14 +115,14 @@ class ControlGroup:
         if self._cpuacct is None:
             return 0.0
         if self._v2:
-            return read_table(self._cpuacct / "cpu.stat").get("usage_usec", 0) / 1e6
+            return find_row(read_text(self._cpuacct / "cpu.stat"), "usage_usec") / 1e6
         return (read_number(self._cpuacct / "cpuacct.usage") or 0) / 1e9
 
     def memory_in_use(self) -> int:
         """Return the bytes of memory in use, without the page cache."""
         names = ("anon", "shmem") if self._v2 else ("total_rss", "total_shmem")
-        stat = read_table(self._memory / "memory.stat")
-        return sum(stat.get(name, 0) for name in names)
+        stat = read_text(self._memory / "memory.stat")
+        return sum(find_row(stat, name) for name in names)
 
     def charged_memory(self) -> int:
         """Return the bytes in use with the page cache: a single number, which is cheap to read."""
