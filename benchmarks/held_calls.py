@@ -78,8 +78,8 @@ def measure(ways: dict[str, Way], turns: int, calls: int) -> list[Row]:
             if turn:  # the first one warms up
                 seen[name].append(figures)
     rows = []
-    for name, figures in seen.items():
-        p50, p90, rate, server, client = map(statistics.median, zip(*figures, strict=True))
+    for name, turns_seen in seen.items():
+        p50, p90, rate, server, client = map(statistics.median, zip(*turns_seen, strict=True))
         rows += [
             at_most(f"a call {name}: p50", 1000 * p50, MOST_P50, "ms"),
             Row(f"a call {name}: p90", round(1000 * p90, 2), "ms"),

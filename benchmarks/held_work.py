@@ -18,7 +18,7 @@ async def call(instance: hw.Instance, sandbox: object, model: Any) -> list[float
 
 
 async def grade(instance: hw.Instance, sandbox: object, answer: list[float]) -> bool:
-    return len(answer) == instance.data["calls"]
+    return len(answer) == int(instance.data["calls"])
 
 
 def answer(request: dict[str, Any]) -> str:

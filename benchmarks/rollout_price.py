@@ -83,9 +83,9 @@ def measure(ways: dict[str, Way], turns: int, count: int) -> list[Row]:
                 seen[name].append(used)
                 times[name].append(time.monotonic() - begun)
     what, rows = f"a rollout of two commands, {turns} turns of {count}", []
-    for name, used in seen.items():
-        server = 1000 / count * statistics.median(each.server for each in used)
-        boxes = 1000 / count * statistics.median(each.sandboxes for each in used)
+    for name, usages in seen.items():
+        server = 1000 / count * statistics.median(each.server for each in usages)
+        boxes = 1000 / count * statistics.median(each.sandboxes for each in usages)
         kind = f"{what}: {name}"
         if name == PLAIN:
             rows.append(Row(f"{kind}: CPU", round(server + boxes, 2), "ms"))
@@ -93,7 +93,7 @@ def measure(ways: dict[str, Way], turns: int, count: int) -> list[Row]:
             rows.append(at_most(f"{kind}: CPU", server + boxes, MOST, "ms"))
             rows.append(Row(f"{kind}: CPU of server and workers", round(server, 2), "ms"))
             rows.append(Row(f"{kind}: CPU of sandboxes", round(boxes, 2), "ms"))
-            bare = zip(used, seen[PLAIN], strict=True)
+            bare = zip(usages, seen[PLAIN], strict=True)
             ratio = statistics.median(sum(ours) / sum(theirs) for ours, theirs in bare)
             rows.append(Row(f"{kind}: CPU / {PLAIN}", round(ratio, 2), "x"))
         rows.append(

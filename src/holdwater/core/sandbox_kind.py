@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from socket import socket
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,8 +36,8 @@ class SandboxSite(NamedTuple):
     provided: Any = None  # from the kind's provision in the conductor
 
 
-ListenerService = Callable[[socket, int], Awaitable[Callable[[], None]]]
-"""Serves the gateway on a listening socket to an attempt's commands; returns a function that ends it."""
+ListenerService = Callable[[Any, int], Awaitable[Callable[[], None]]]
+"""Serves the gateway to an attempt's commands, on a listening `socket`; returns a function that ends it."""
 
 
 class OpenedSandboxes(NamedTuple):

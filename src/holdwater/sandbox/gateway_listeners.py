@@ -91,7 +91,7 @@ class GatewayListeners:
         with far:
             self._helper = subprocess.Popen(
                 [python, "-I", "-S", str(HELPER), str(PORT)],
-                stdin=far,
+                stdin=far.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
