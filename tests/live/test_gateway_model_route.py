@@ -112,7 +112,7 @@ async def test_endpoints_are_open_while_used_and_a_few_longer(tmp_path):
             async with w.session(n, OrderTerms(model=choice, key=f"sk-number-{n}")) as session:
                 assert await said(w, session) == "x"
         assert [key for _, key in opened] == [f"sk-number-{n}" for n in range(3, 3 + MOST_IDLE)]
-        clients = [one.upstream._client for one in opened.values()]
+        clients = [server._client for one in opened.values() for server in one.upstream._endpoints]
     assert all(client.closed for client in clients)
     assert opened == {}
 
