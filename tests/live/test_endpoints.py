@@ -125,22 +125,20 @@ async def test_new_conversations_go_where_the_fewest_calls_are_by_weight():
     assert {call.result()[0] for call in calls} == {200}
 
 
-async def test_a_conversation_stays_while_others_come_and_go():
+async def test_conversations_stay_at_a_server_with_more_calls():
     async with place({}, {}) as s:
-        first = await s.talk(1, "mine")
-        home = next(server for server in s.servers if server.requests)
-        other = next(server for server in s.servers if server is not home)
+        talks = [await s.talk(1, f"conversation {n}") for n in range(6)]
+        home, other = s.servers
+        mine = [talk for talk in talks if talk[1].startswith(home.name)]
+        assert len(mine) == 3, "they were spread evenly"
         home.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            home.asked.clear()
-            busy = group.create_task(s.say("another conversation, which keeps the other one busy"))
-            more = [group.create_task(s.say(f"busy {n}")) for n in range(4)]
-            await home.asked.wait()
-            mine = group.create_task(s.talk(3, *first))  # its server is the busier one
+        async with asyncio.timeout(stretch(20)), asyncio.TaskGroup() as group:
+            for talk in mine:
+                group.create_task(s.talk(2, *talk))
+            while len(home.requests) < 6:
+                await asyncio.sleep(0.01)
             home.gate.set()
-        assert busy.done() and len(more) == 4
-        assert all(text.startswith(home.name) for text in mine.result()[1:-1:2])
-        assert other.requests
+        assert (len(home.requests), len(other.requests)) == (9, 3)
 
 
 async def test_a_conversation_moves_when_its_server_dies_and_comes_to_rest():
