@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.live.test_trainers import FLAGS, SUITE
 from tests.server_harness import server
 from tests.trainer_contracts import load_record
 from tests.trainer_programs import DRAWERS, ROOT, find_trainers
@@ -17,9 +18,9 @@ from tests.wait_bounds import stretch
 pytestmark = pytest.mark.proof
 
 
-def run_python(*words: str) -> str:
+def run_python(*words: str, url: str = "") -> str:
     """Run words with the Python that has the trainers; return its output."""
-    env = {**os.environ, "HOLDWATER_TEST_TRAINERS": "installed", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    env = {**os.environ, "HOLDWATER_TEST_TRAINERS": url, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     done = subprocess.run(
         [find_trainers(), *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=stretch(600)
     )
@@ -34,10 +35,10 @@ def test_the_contracts_are_those_of_the_packages() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_the_adapters_work_with_the_types_of_the_packages() -> None:
-    output = run_python(
-        "-m", "pytest", "-q", "--noconftest", "-o", "filterwarnings=", "tests/live/test_trainers.py"
-    )
+def test_the_adapters_work_with_the_types_of_the_packages(tmp_path: Path) -> None:
+    words = ("-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-o", "filterwarnings=")
+    with server(tmp_path, *FLAGS, suite=SUITE) as serving:
+        output = run_python(*words, "tests/live/test_trainers.py", url=serving.url)
 
     assert "10 passed" in output, output
 
