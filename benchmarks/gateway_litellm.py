@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway_load import Contender
+from gateway_load import CHAT_PATH, Contender
 from gateway_proxies import Listening
 from launch import MODEL
 from peers import environment, version
@@ -22,18 +22,23 @@ STARTING = 180.0  # seconds
 _CONFIG = """\
 model_list:
   - model_name: {model}
-    litellm_params: {{model: openai/{model}, api_base: "http://127.0.0.1:{port}/v1", api_key: sk-any}}
+    litellm_params: {{model: {provider}/{model}, api_base: "http://127.0.0.1:{port}/v1", api_key: sk-any}}
 litellm_settings: {{telemetry: false}}
 """
 _ENV = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_TELEMETRY": "False"}
 
 
 @contextmanager
-def litellm(port: int, directory: Path) -> Iterator[Contender]:
-    """Run the proxy for the upstream at `port`; raise OSError or SubprocessError if it is not available."""
+def litellm(port: int, directory: Path, path: str = CHAT_PATH) -> Iterator[Contender]:
+    """Run the proxy for the upstream at `port`; raise OSError or SubprocessError if it is not available.
+
+    It translates calls on another path than that of Chat Completions.
+    """
     python = environment("litellm", PACKAGES)
     config = directory / "litellm.yaml"
-    config.write_text(_CONFIG.format(model=MODEL, port=port))
+    # Its calls of Messages to `openai` use Responses; the provider of vLLM has Chat Completions alone.
+    provider = "openai" if path == CHAT_PATH else "hosted_vllm"
+    config.write_text(_CONFIG.format(model=MODEL, port=port, provider=provider))
     own, key = _free_port(), f"sk-{secrets.token_hex(32)}"
     command = [
         str(python.parent / "litellm"),
@@ -55,7 +60,7 @@ def litellm(port: int, directory: Path) -> Iterator[Contender]:
     try:
         _wait_for(own, process)
         name = f"LiteLLM {version(python, 'litellm')}"
-        yield Contender(name, Listening(own, [key]), process.pid, SHARE)
+        yield Contender(name, Listening(own, [key]), process.pid, SHARE, path)
     finally:
         process.terminate()
         process.wait(STARTING)

@@ -29,6 +29,7 @@ from holdwater.rollout.allocator import choose_settings
 MESSAGE = 4_000  # bytes of a message in a long history
 SAID = 400  # bytes that each turn adds
 SHORT = 4  # turns of a short conversation, from its first to its last
+CHAT_PATH, MESSAGES_PATH = "/v1/chat/completions", "/v1/messages"  # the same bodies fit both
 PATIENCE = 60.0  # seconds for a proxy to listen, and to end
 
 
@@ -55,8 +56,11 @@ class Memory(NamedTuple):
 class Contender:
     """A server under test: the upstream itself, or a proxy in front of it."""
 
-    def __init__(self, name: str, listening: Listening, pid: int | None, share: int = 1) -> None:
+    def __init__(
+        self, name: str, listening: Listening, pid: int | None, share: int = 1, path: str = CHAT_PATH
+    ) -> None:
         self.name = name
+        self.path = path
         self.keys = listening.keys
         self.port = listening.port
         self.share = share  # it gets one of this many calls
@@ -113,7 +117,7 @@ class Talk:
             replied = _message("assistant", _WORDS[: self._more // 2])
             self._history += b"," + replied + b"," + self._said(self._more)
         self._turns += 1
-        opening = b'{"model":"%s","stream":%s,"messages":[' % (
+        opening = b'{"model":"%s","max_tokens":1024,"stream":%s,"messages":[' % (
             MODEL.encode(),
             b"true" if self._stream else b"false",
         )
@@ -177,7 +181,7 @@ class Caller:
             self._connections[number] = await self._connected()
         keys = self.contender.keys
         body = self._talks[number].body()
-        head = request_head("/v1/chat/completions", keys[number % len(keys)], len(body))
+        head = request_head(self.contender.path, keys[number % len(keys)], len(body))
         begun = time.perf_counter()
         await self._connections[number].call(head, body)
         return time.perf_counter() - begun
@@ -247,11 +251,14 @@ def bare(port: int) -> Iterator[Contender]:
 
 
 @contextmanager
-def ours(port: int, sessions: int, directory: Path) -> Iterator[Contender]:
-    """Run our gateway with a worker's allocator settings."""
-    command = ["gateway_proxies.py", "ours", str(port), str(sessions), str(directory)]
+def ours(
+    port: int, sessions: int, directory: Path, name: str = "holdwater", path: str = CHAT_PATH
+) -> Iterator[Contender]:
+    """Run our gateway with a worker's allocator settings; calls on another `path` are translated."""
+    kind = "ours" if path == CHAT_PATH else "translating"
+    command = ["gateway_proxies.py", kind, str(port), str(sessions), str(directory)]
     with started(command, choose_settings(os.environ)) as (line, pid):
-        yield Contender("holdwater", msgspec.json.decode(line, type=Listening), pid)
+        yield Contender(name, msgspec.json.decode(line, type=Listening), pid, path=path)
 
 
 def _long_history(size: int) -> Iterator[bytes]:

@@ -1,9 +1,9 @@
 """The proxies between client and upstream, each in its own process that ends when its stdin closes.
 
-    python gateway_proxies.py bare PORT | ours PORT SESSIONS DIRECTORY
+    python gateway_proxies.py bare PORT | ours PORT SESSIONS DIRECTORY | translating PORT SESSIONS DIRECTORY
 
-`bare` forwards with aiohttp and records nothing; `ours` is the gateway as a worker runs it. Each prints one
-JSON line: its port and its valid keys.
+`bare` forwards with aiohttp and records nothing; `ours` is the gateway as a worker runs it, `translating` the
+same before a server of Chat Completions alone. Each prints one JSON line: its port and its valid keys.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import uvloop
 from aiohttp import web
 from yarl import URL
 
+from holdwater.dialect import CHAT
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.upstreams.http import HttpUpstream
+from holdwater.gateway.upstreams.translation import TranslatedUpstream, TranslationTerms
 from holdwater.ledger.directory import RunDirectory
 from holdwater.ledger.exchanges import AttemptLog
 
@@ -67,14 +69,16 @@ async def bare(port: int) -> None:
         await runner.cleanup()
 
 
-async def ours(port: int, count: int, place: Path) -> None:
+async def ours(port: int, count: int, place: Path, *, translating: bool) -> None:
     """Run the gateway with `count` sessions, each with its own log on disk."""
     directory = RunDirectory(place)
+    terms = TranslationTerms(lambda attempt, delta: [], lambda attempt: [], lambda kind, message: None)
     async with AsyncExitStack() as stack:
         up = await stack.enter_async_context(
             HttpUpstream(f"http://127.0.0.1:{port}/v1", "sk-upstream-secret")
         )
-        gateway = await stack.enter_async_context(Gateway(up, place / "socket"))
+        server = TranslatedUpstream(up, CHAT, terms) if translating else up
+        gateway = await stack.enter_async_context(Gateway(server, place / "socket"))
         keys = []
         for attempt in range(1, count + 1):
             log = AttemptLog(directory, attempt)
@@ -94,4 +98,7 @@ async def _until_stdin_ends(listening: Listening) -> None:
 
 if __name__ == "__main__":
     kind, port, *rest = sys.argv[1:]
-    uvloop.run(bare(int(port)) if kind == "bare" else ours(int(port), int(rest[0]), Path(rest[1])))
+    if kind == "bare":
+        uvloop.run(bare(int(port)))
+    else:
+        uvloop.run(ours(int(port), int(rest[0]), Path(rest[1]), translating=kind == "translating"))

@@ -19,6 +19,7 @@ PACE = 0.001  # seconds between two of them
 SMALL = 64 * 1024  # bytes; smaller requests are searched for `"stream":true`
 END = b"0\r\n\r\n"
 _STREAMS = (b'"stream":true', b'"stream": true')
+_LAST_EVENTS = (b"[DONE]", b"message_stop")
 _ENVELOPE = {"id": "chatcmpl-1", "created": 1, "model": "benchmark"}
 _USAGE = {"prompt_tokens": 500, "completion_tokens": 200, "total_tokens": 700}
 
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
         if self._tail is not None:
             self._tail = (self._tail + data)[-64:]
             if self._tail.endswith(END):
-                self._end(whole=b"[DONE]" in self._tail)
+                self._end(whole=any(mark in self._tail for mark in _LAST_EVENTS))
             return
         self._left -= len(data)
         if self._left == 0:

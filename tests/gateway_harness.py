@@ -13,15 +13,17 @@ import msgspec
 from blake3 import blake3
 
 from holdwater.core.exchange import Exchange
-from holdwater.dialect import DIALECTS, find_dialect, list_server_dialects
+from holdwater.dialect import DIALECTS, find_dialect
 from holdwater.gateway.in_process_calls import ChatClient
 from holdwater.gateway.recorder import RequestDelta
 from holdwater.gateway.server import Gateway
 from holdwater.gateway.sessions import Session
+from holdwater.gateway.upstreams import Upstream
+from holdwater.gateway.upstreams.dialect_choice import AdaptiveUpstream
 from holdwater.gateway.upstreams.http import HttpUpstream
 from holdwater.gateway.upstreams.http_endpoint import ProviderAddress
 from holdwater.gateway.upstreams.retry import CircuitBreaker
-from holdwater.gateway.upstreams.translation import TranslatedUpstream
+from holdwater.gateway.upstreams.translation import TranslatedUpstream, TranslationTerms
 from holdwater.ledger.blobs import BlobStore, resolve_references
 
 MODEL = "test-model"
@@ -113,24 +115,34 @@ async def scene(
     stall: float = 30.0,
     breaker: CircuitBreaker | None = None,
     server: str = "same",
+    notes: list[tuple[str, str]] | None = None,
     **options: Any,
 ) -> AsyncIterator[Scene]:
-    """Open a gateway before `upstream`; with another `server` than `same`, that understands one dialect."""
-    if server != "same" and isinstance(upstream, str):
-        upstream = dict.fromkeys(list_server_dialects(server), ProviderAddress(upstream, UPSTREAM_KEY))
+    """Open a gateway before `upstream`, a server of the dialect `server`; `notes`: of translated calls."""
     log = log or Log()
 
     def read_conversation(attempt: int, delta: RequestDelta) -> list[Any]:
         before = log.requests()[delta.parent - 1]["input"][: delta.keep] if delta.parent else []
         return [*before, *map(msgspec.json.decode, delta.append)]
 
+    def note(kind: str, sentence: str) -> None:
+        if notes is not None:
+            notes.append((kind, sentence))
+
+    def read_replies(attempt: int) -> Iterable[bytes]:
+        return [bytes(exchange.original) for exchange in log.exchanges if exchange.original is not None]
+
+    terms = TranslationTerms(read_conversation, read_replies, note)
     async with AsyncExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="hw"))
         if not isinstance(upstream, HttpUpstream):
             upstream = HttpUpstream(upstream, UPSTREAM_KEY, retries=retries, stall=stall, breaker=breaker)
         up = await stack.enter_async_context(upstream)
-        target = DIALECTS.get(server)
-        model = TranslatedUpstream(up, target, read_conversation) if target is not None else up
+        model: Upstream = up
+        if server == "auto":
+            model = AdaptiveUpstream(up, terms)
+        elif server != "same":
+            model = TranslatedUpstream(up, DIALECTS[server], terms)
         gateway = await stack.enter_async_context(Gateway(model, Path(directory) / "s", **options))
         http = await stack.enter_async_context(connect(gateway.socket))
         session = await stack.enter_async_context(gateway.open_session(1, log))

@@ -299,7 +299,7 @@ $ holdwater run demo --agent nop --shard 5/4
 2 error: `--shard` must be i/n with 1 <= i <= n: 5/4
 
 $ holdwater run demo --agent nop --upstream-dialect french
-2 error: `--upstream-dialect` must be one of `same`, `chat`, `messages`: `french`
+2 error: `--upstream-dialect` must be one of `auto`, `same`, `chat`, `messages`: `french`
 
 $ holdwater run demo --agent nop --token-ids some
 2 error: `--token-ids` must be one of `none`, `auto`, `vllm`, `sglang`, `nemo`: `some`

@@ -1,4 +1,4 @@
-"""A chat stream that is translated as it arrives is the same as its whole reply, translated at the end."""
+"""A stream that is translated as it arrives is the same as its whole reply, translated at the end."""
 
 import msgspec
 import pytest
@@ -40,16 +40,34 @@ def make_chunks(thoughts, texts, called, finish):
     yield {**about, "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5, **details}}
 
 
-def translate(dialect, stream, step):
+def make_message(thoughts, texts, called, finish):
+    """A reply of Messages: blocks of thoughts and texts, then calls."""
+    blocks = [{"type": "thinking", "thinking": thought, "signature": "c2ln"} for thought in thoughts]
+    blocks += [{"type": "text", "text": text} for text in texts]
+    for number, (name, values, command) in enumerate(called):
+        given = {"input": command} if name == "shell" else values
+        blocks.append({"type": "tool_use", "id": f"call_{number}", "name": name, "input": given})
+    reason = {
+        "stop": "tool_use" if called else "end_turn",
+        "length": "max_tokens",
+        "content_filter": "refusal",
+    }
+    counts = {"input_tokens": 5, "cache_read_input_tokens": 4, "output_tokens": 5}
+    usage = {**counts, "output_tokens_details": {"thinking_tokens": 2}}
+    about = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_sequence": None}
+    return {**about, "content": blocks, "stop_reason": reason[finish], "usage": usage}
+
+
+def translate(dialect, stream, step, server=CHAT):
     """The events of a stream that arrives in pieces of `step` bytes, in another dialect; the whole reply."""
-    reader, writer = CHAT.open_chunks(), dialect.write_stream(CONTEXT)
+    reader, writer = server.open_chunks(), dialect.write_stream(CONTEXT)
     events = b""
     for start in range(0, len(stream), step):
         for chunk in reader.read(stream[start : start + step]):
             events += b"".join(writer.write(chunk))
     assert reader.error is None
     assert reader.done
-    completion = msgspec.json.decode(reader.reply())
+    completion = server.reply_to_chat(reader.reply())
     return events + b"".join(writer.finish(completion)), completion
 
 
@@ -80,6 +98,35 @@ def test_a_translated_stream_is_the_translated_reply(name, thoughts, texts, call
     assert ours.message.reasoning == theirs.message.reasoning == "".join(thoughts)
     assert (ours.finish, ours.tokens, ours.model) == (theirs.finish, theirs.tokens, "m")
     assert list(ours.tokens.completion) == completion["choices"][0].get("token_ids", [])
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "gemini"])
+@given(thoughts=said, texts=said, called=calls, finish=finishes, step=st.integers(1, 400))
+@settings(max_examples=60, deadline=None)
+def test_a_translated_stream_of_messages_is_the_reply(name, thoughts, texts, called, finish, step):
+    dialect, server = DIALECTS[name], DIALECTS["messages"]
+    body = msgspec.json.encode(make_message(thoughts, texts, called, finish))
+    events, completion = translate(dialect, b"".join(server.render_stream(body)), step, server)
+    assert completion == server.reply_to_chat(body)
+    streamed, usage = read_stream(dialect, events)
+    whole = dialect.reply_from_chat(completion, CONTEXT)
+    assert usage == dialect.read_reply(whole).usage
+    assert (usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens) == (
+        9,
+        4,
+        5,
+        2,
+    )
+    ours, theirs = (
+        dialect.parse_reply(streamed).message,
+        dialect.parse_reply(msgspec.json.decode(whole)).message,
+    )
+    assert ours.text.replace("\n", "") == theirs.text.replace("\n", "") == "".join(texts).replace("\n", "")
+    assert ours.calls == theirs.calls
+    texts_of_shell = {"responses": lambda command: command}.get(name, lambda command: {"input": command})
+    given_arguments = [texts_of_shell(it[2]) if it[0] == "shell" else it[1] for it in called]
+    assert [call.arguments for call in ours.calls] == given_arguments
+    assert ours.reasoning.replace("\n", "") == "".join(thoughts).replace("\n", "")
 
 
 @pytest.mark.parametrize("name", TRANSLATED)

@@ -96,8 +96,10 @@ def load_reply(exchange: Exchange, attempt: int, blobs: BlobStore) -> RecordedRe
     """Return the reply of an exchange, media included."""
     reply = resolve_references(bytes(exchange.reply or b"null"), blobs)
     chunks = None if exchange.chunks is None else resolve_references(bytes(exchange.chunks), blobs)
+    original = None if exchange.original is None else resolve_references(bytes(exchange.original), blobs)
     usage = exchange.usage.plus(exchange.saved)
-    return RecordedReply(reply, usage, exchange.version, chunks, attempt, exchange.number)
+    recorded = RecordedReply(reply, usage, exchange.version, chunks, attempt, exchange.number)
+    return recorded._replace(original=original)
 
 
 class _ReplyLocation:

@@ -23,6 +23,7 @@ from .serving_config import ServingConfig
 from .token_sequences import TokenServer
 
 SAME_DIALECT = "same"  # calls go to the server in the dialect of the agent
+AUTO_DIALECT = "auto"  # the same, unless the server does not have that dialect
 SLOTS_A_WORKER = 32  # the default: more attempts would wait for each other on one core
 _, CHOICE, ATTEMPTS, LIMITS, BUDGETS, MACHINE = OptionGroup
 
@@ -106,11 +107,12 @@ class RunConfig(Record, frozen=True):
         str,
         ConfigOption(
             CHOICE,
-            "The API of the model's server, to which calls are translated; `same`: the agent's (same)",
+            "The API of the model's server, to which calls are translated; `same`: the agent's; "
+            "`auto`: the agent's if the server has it (auto)",
             resume="The API of the model's server",
             live=False,
         ),
-    ] = SAME_DIALECT
+    ] = AUTO_DIALECT
     token_ids: Annotated[
         TokenServer,
         ConfigOption(

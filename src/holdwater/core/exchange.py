@@ -84,6 +84,7 @@ class RecordedReply(NamedTuple):
     drifted: bool = False  # the call differs from the recorded one
     refused: str = ""  # why the call fails, and gets no reply
     unlimited: bool = False  # does not count against the limits of the attempt
+    original: bytes | None = None  # as in `Exchange`
 
 
 class RepeatedRequest(NamedTuple):

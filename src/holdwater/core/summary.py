@@ -14,6 +14,8 @@ from .records import NO_USAGE, ModelUsage, Record
 Z = 1.959963984540054  # 95 % of a normal distribution are within so many standard deviations
 
 WILSON = "Wilson's interval"
+TRANSLATED = "model.translated"  # the event that calls of a dialect go to the server in another one
+LEFT_OUT = "model.left-out"  # the event that fields of such calls are left out
 
 PassCounts = Mapping[tuple[int, int], int]
 """(scored samples, passed samples) -> number of instances with these counts."""
@@ -127,6 +129,7 @@ class RunSummary(Record, frozen=True):
     open: str = ""  # resources that sandboxes were not isolated from; empty: they were isolated
     regrade: RegradeState | None = None  # None: no sample was regraded
     refused: RefusedRequests | None = None  # None: every refused request belongs to an attempt
+    translated: tuple[str, ...] = ()  # which dialects go to the server as which one, and without which fields
     paused: RunPause | None = None  # only while the run is running
     control: tuple[ControlEvent, ...] = ()  # the last requests that changed the running run, the oldest first
 

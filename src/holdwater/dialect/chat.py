@@ -41,11 +41,14 @@ from .sse import (
     to_objects,
 )
 from .stream_writer import Events, StreamWriter
+from .untranslated_fields import CHAT_KNOWN, CHAT_RULES
 
 
 class ChatDialect(OpenAIDialect):
     name = "chat"
     path = "chat/completions"
+    known_keys = CHAT_KNOWN
+    untranslated = CHAT_RULES
 
     def adapt_request(self, head: dict[str, Raw], place: RequestTarget, model: str | None) -> AdaptedRequest:
         return request_usage(head, place, model)
@@ -121,6 +124,7 @@ class ChatDialect(OpenAIDialect):
         return ChatWriter(context)
 
     translates = True
+    thought_fields = ("reasoning_content", "reasoning", "reasoning_details")
 
     def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
         usage = {"stream_options": {"include_usage": True}} if request.get("stream") else {}

@@ -23,10 +23,12 @@ from .message import (
     as_list,
     as_string,
 )
+from .untranslated_fields import is_hosted
 
 Object = dict[str, Any]
 INPUT_PARAMETER = "input"  # the only parameter of a text tool, if tools take objects
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+JSON_OBJECT = {"type": "json_object"}  # the response format of any JSON
 _CHOICE_FIELDS = ("token_ids", "logprobs", "meta_info", "prompt_token_ids")  # fields of the choice
 _COMPLETION_FIELDS = ("prompt_token_ids", "policy_version")  # fields of the completion
 
@@ -44,9 +46,10 @@ def convert_messages(messages: Iterable[CommonMessage]) -> list[Object]:
 
 def to_chat_message(message: CommonMessage) -> Object:
     """Return a message in the Chat Completions format, which has no reasoning."""
-    content: Any = [_render_part(part) for part in message.parts]
-    if all(isinstance(part, str) for part in message.parts):
-        content = "\n".join(str(part) for part in message.parts)
+    texts = [part for part in message.parts if isinstance(part, str)]
+    content: Any = "\n".join(texts)
+    if len(texts) < len(message.parts):
+        content = [_render_part(part) for part in message.parts]
     made: Object = {"role": message.role, "content": content or None if message.calls else content}
     if message.calls:
         made["tool_calls"] = [
@@ -85,7 +88,7 @@ def convert_tools(request: Mapping[str, Any], parse: Callable[[Object], Iterator
     """
     tools = as_list(request.get("tools"))
     texts = [tool for tool in tools if _is_text_tool(tool)]
-    others = {**request, "tools": [t for t in tools if not (_is_text_tool(t) or _is_provided(t))]}
+    others = {**request, "tools": [t for t in tools if not (_is_text_tool(t) or is_hosted(t))]}
     return [*parse(others), *map(_convert_text_tool, texts)]
 
 
@@ -96,10 +99,6 @@ def list_text_tools(tools: Any) -> frozenset[str]:
 
 def _is_text_tool(tool: Any) -> bool:
     return as_dict(tool).get("type") == "custom" and "input_schema" not in tool
-
-
-def _is_provided(tool: Any) -> bool:
-    return as_dict(tool).get("type") not in (None, "function", "custom")
 
 
 def _convert_text_tool(tool: Object) -> Object:

@@ -28,6 +28,7 @@ from .conversion import (
 from .message import CommonMessage, ModelReply, as_dict, as_list, merge_messages, to_part
 from .sse import ChunkStream, EventStream
 from .stream_writer import StreamWriter
+from .untranslated_fields import FieldRule, pick_extensions
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -100,6 +101,8 @@ class ChainRules(NamedTuple):
     reply_messages: Callable[[bytes], list[bytes]]  # the messages that a reply adds to the conversation
     item: Callable[[bytes], str]  # the name of a message; empty: it has none
     reference: Callable[[bytes], str]  # the name of the earlier message that a message refers to; or empty
+    key: str = ""  # of a request: the name of the reply that it continues
+    reference_mark: bytes = b""  # bytes that a request with such references contains
 
 
 class KnownHeaders(NamedTuple):
@@ -150,6 +153,9 @@ class Dialect:
     reply_key: str = "choices"  # only replies of this dialect have it, not those of Chat Completions
     count_key: str = "input_tokens"  # in the reply to a token count
     chaining: ChainRules | None = None
+    choice_key: str = "tool_choice"  # where a request chooses a tool
+    known_keys: frozenset[str] = frozenset()  # of a request, beside those in `untranslated`
+    untranslated: tuple[FieldRule, ...] = ()  # what a server of another dialect cannot get
 
     @property
     def upstream_dialect(self) -> str:  # that an upstream must support
@@ -214,7 +220,12 @@ class Dialect:
     def read_context(self, body: bytes, path: str) -> ReplyContext:
         """Return the parts of a request that its reply depends on; raise one of `DECODE_ERRORS`."""
         shape = msgspec.json.decode(body, type=_RequestShape)
-        return ReplyContext(shape.model if isinstance(shape.model, str) else "", list_text_tools(shape.tools))
+        return self.make_context({"model": shape.model, "tools": shape.tools}, path)
+
+    def make_context(self, request: Mapping[str, Any], path: str) -> ReplyContext:
+        """Return the parts of a decoded request that its reply depends on."""
+        model = request.get("model")
+        return ReplyContext(model if isinstance(model, str) else "", list_text_tools(request.get("tools")))
 
     # Replies on their way to the client
 
@@ -302,6 +313,10 @@ class Dialect:
         """Return the options of a request in Chat Completions; None: not set."""
         return {}
 
+    def pick_extensions(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a request that the dialect does not have, such as those of one server."""
+        return pick_extensions(request, self.known_keys, self.untranslated)
+
     def reply_from_chat(self, completion: dict[str, Any], context: ReplyContext) -> bytes:
         """Return a `chat.completion` as a reply. Missing ids are generated.
 
@@ -322,6 +337,9 @@ class Dialect:
 
     translates: bool = False  # it has the methods below
     own_headers: Mapping[str, str] = MappingProxyType({})  # that its requests need
+    # Fields of an assistant's message in Chat Completions, which the server gets back as they are.
+    thought_fields: tuple[str, ...] = ()
+    hidden_thoughts: tuple[str, ...] = ()  # the ones among them that no agent can read
 
     def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
         """Return a request of Chat Completions, whose parsed messages these are."""

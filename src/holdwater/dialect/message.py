@@ -156,9 +156,9 @@ class CallPairing:
 
     def pair_message(self, message: CommonMessage) -> CommonMessage:
         if message.calls:
-            calls = tuple(self._ensure_id(call) for call in message.calls)
+            calls = tuple([self._ensure_id(call) for call in message.calls])
             self._open = [*self._open, *calls][-MOST_OPEN_CALLS:]
-            return msgspec.structs.replace(message, calls=calls)
+            return message if calls == message.calls else msgspec.structs.replace(message, calls=calls)
         if message.role != "tool":
             return message
         call = self._find_call(message)

@@ -32,7 +32,7 @@ from .upstreams.retry import failure_inside
 ResponseOpener = Callable[[], Awaitable[web.StreamResponse]]
 CLIENT_GONE = 499  # in the record: the client disconnected before it had an answer
 LARGEST_REPLY = 64 * MiB
-_STATUS = {"stall": 504, UNRECORDED: 400}  # statuses of failures other than 502
+_STATUS = {"stall": 504, "invalid": 400, UNRECORDED: 400}  # statuses of failures other than 502
 
 
 class KeepAlive:

@@ -174,7 +174,8 @@ class RequestBody:
         return self._parts is not None
 
     def replace(self, parts: tuple[BodyPart, ...]) -> None:
-        """Send `parts` instead; call it before anything is sent."""
+        """Send `parts` instead; the old ones, if they were sent, are kept no longer."""
+        self._release_retained()
         self._parts = parts
         self._measure(parts)
 
@@ -205,6 +206,9 @@ class RequestBody:
         self._parts = None
         if self._admitted is not None:
             self._admitted.release()
+        self._release_retained()
+
+    def _release_retained(self) -> None:
         if self._retained and self._retention is not None:
             self._retained = False
             self._retention.used -= self._held

@@ -32,9 +32,9 @@ from .routes import CallRoute, estimate_tokens, pick_headers
 from .sessions import Session
 from .upstreams import Upstream, UpstreamAnswer, UpstreamCall
 from .upstreams.complete_reply import CompleteReply
+from .upstreams.retry import ABSENT
 
 KEEP_ALIVE = 15.0  # seconds of silence in mid-stream
-CANNOT_COUNT = frozenset({404, 405, 501})  # from an upstream that cannot count tokens
 
 
 class UnsupportedDialect(HoldwaterError):
@@ -91,7 +91,7 @@ class CallRelay:
             prepared.call.body.free()
             return estimate
         response = await self._exchange(request, session, route.dialect, behind, prepared)
-        if response.status in CANNOT_COUNT:
+        if response.status in ABSENT:  # it cannot count
             session.uncounted.add(counts)
             return estimate
         return estimate if response.status >= 500 else response
@@ -140,7 +140,9 @@ class CallRelay:
             if recorded.refused:
                 raise ModelFailed(recorded.refused, kind=DRIFT, again=False)
             reply, chunks = recorded.reply, recorded.chunks
-            return nullcontext(CompleteReply(reply, dialect, call.reply_format, recorded.version, chunks))
+            answer = CompleteReply(reply, dialect, call.reply_format, recorded.version, chunks)
+            answer.original = recorded.original
+            return nullcontext(answer)
         assert behind.upstream is not None, "a gateway has an upstream of its own"
         # Without a recording, `Session.turn` has paced the call already.
         return _send_paced(call, session, behind.upstream) if session.replays else behind.upstream.send(call)

@@ -222,7 +222,9 @@ class Session:
         if found.refused:
             self._mark_broken(make_drift_failure(found.refused))
         chunks = None if found.chunks is None else unmask_bytes(found.chunks, self.key)
-        return found._replace(reply=unmask_bytes(found.reply, self.key), chunks=chunks), found.changes
+        original = None if found.original is None else unmask_bytes(found.original, self.key)
+        reply = unmask_bytes(found.reply, self.key)
+        return found._replace(reply=reply, chunks=chunks, original=original), found.changes
 
     @property
     def unrepeated(self) -> str:

@@ -21,6 +21,8 @@ from ..core.endpoints import EndpointUses
 from ..core.errors import BadInput, LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
 from ..core.summary import (
+    LEFT_OUT,
+    TRANSLATED,
     ControlEvent,
     PassRate,
     RefusedRequests,
@@ -47,6 +49,7 @@ from .schema import check_version, connect, to_ledger_error
 
 MOST_CONTROLS = 5  # requests to the running run that are shown
 MOST_REFUSALS = 3  # refused requests whose messages are shown
+MOST_TRANSLATIONS = 8  # sentences about translated calls
 PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one at a time
 
 
@@ -114,6 +117,7 @@ class LedgerReader:
             open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
             refused=self._refused_requests(),
+            translated=self._list_translations() if {TRANSLATED, LEFT_OUT} & found.events.keys() else (),
             paused=self._find_pause() if state == "running" and PAUSE_EVENT in found.events else None,
             control=self._list_control(found.events),
         )
@@ -168,6 +172,11 @@ class LedgerReader:
         rows = self.rows(f"SELECT message {of} ORDER BY id DESC LIMIT {MOST_REFUSALS}")
         last = tuple(message for (message,) in reversed(rows))
         return RefusedRequests(events=count, last=last) if count else None
+
+    def _list_translations(self) -> tuple[str, ...]:
+        """Return the sentences about translated calls, each once: every worker finds out by itself."""
+        query = "SELECT message FROM event WHERE kind IN (?, ?) GROUP BY message ORDER BY min(id) LIMIT ?"
+        return tuple(message for (message,) in self.rows(query, (TRANSLATED, LEFT_OUT, MOST_TRANSLATIONS)))
 
     def _find_pause(self) -> RunPause | None:
         """Return the pause of the present conductor, if it has one."""

@@ -22,27 +22,28 @@ import msgspec
 
 from ..conversation.trajectory import ExchangeTree
 from ..core.authoring import Policy
-from ..core.config import SAME_DIALECT, RunConfig
+from ..core.config import AUTO_DIALECT, SAME_DIALECT, RunConfig
 from ..core.endpoints import EndpointUse
 from ..core.errors import BadInput, ModelFailed
 from ..core.exchange import Exchange, ExchangeLog
 from ..core.records import NO_USAGE
 from ..core.serving_protocol import ModelSource
 from ..core.token_sequences import TokenServer
-from ..dialect import DIALECTS, list_server_dialects
-from ..dialect.interface import Dialect
+from ..dialect import DIALECTS
 from ..gateway.call_terms import CallTerms, JudgeRoute, ModelRoute, RateLimiter
 from ..gateway.recorder import RequestDelta
 from ..gateway.upstreams import NoModel, ReplayOnly, Upstream
+from ..gateway.upstreams.dialect_choice import AdaptiveUpstream
 from ..gateway.upstreams.endpoints import EndpointPool
 from ..gateway.upstreams.held_calls import HeldQuestion, HeldUpstream
 from ..gateway.upstreams.http import HttpUpstream
 from ..gateway.upstreams.http_endpoint import EndpointTerms, ProviderAddress
 from ..gateway.upstreams.policy import PolicyUpstream
 from ..gateway.upstreams.token_requests import TokenUpstream
-from ..gateway.upstreams.translation import TranslatedUpstream
+from ..gateway.upstreams.translation import TranslatedUpstream, TranslationTerms
 from ..ledger.blobs import BlobStore, resolve_references
 from ..ledger.directory import RunDirectory
+from ..ledger.exchanges import read_exchanges
 from ..plugin import find_object
 from .worker_protocol import (
     AnswerHeldCall,
@@ -75,7 +76,7 @@ class WorkerModels:
         if policy is None and serving is not None and serving.policy is not None:
             policy = load_policy(serving.policy)
         self._policy = None if policy is None else PolicyUpstream(policy, self._read_conversation)
-        self._endpoints = EndpointPool(welcome.config.stall)
+        self._endpoints = EndpointPool(welcome.config.stall, self._adapt_server)
         self.judge: JudgeRoute | None = None  # None: judges call the model of their attempt
         self._held: dict[int, HeldUpstream] = {}  # by attempt; bound: the run's concurrency
         self._servers: HttpUpstream | None = None  # of the run
@@ -108,37 +109,40 @@ class WorkerModels:
             return nullcontext(ReplayOnly())
         if given is None:
             return nullcontext(NoModel())
-        if config.upstream_dialect == SAME_DIALECT:
-            return self._ask_tokens(self._open_servers(given, frozenset(DIALECTS)))
-        server = self._open_servers(given, list_server_dialects(config.upstream_dialect))
-        return self._translate_calls(server, DIALECTS[config.upstream_dialect])
+        servers = self._make_servers(given)
+        return self._open_adapted(servers, config.upstream_dialect, config.token_ids)
 
-    def _open_servers(self, given: UpstreamConfig, dialects: frozenset[str]) -> HttpUpstream:
-        """Return the run's servers, for these dialects."""
-        servers = [
-            terms._replace(addresses={name: a for name, a in terms.addresses.items() if name in dialects})
-            for terms in _list_servers(given)
-        ]
-        self._servers = HttpUpstream(servers, stall=self._welcome.config.stall, note=self._note)
+    def _make_servers(self, given: UpstreamConfig) -> HttpUpstream:
+        stall = self._welcome.config.stall
+        self._servers = HttpUpstream(_list_servers(given), stall=stall, note=self._note_server)
         return self._servers
 
     def report_uses(self) -> tuple[EndpointUse, ...]:
         """Return the calls of each of the run's servers since the last report; nothing for one server."""
         return () if self._servers is None else self._servers.report_uses()
 
+    def _note_server(self, kind: str, message: str) -> None:
+        self._note(kind, f"worker {self._welcome.worker}: {message}")
+
     def _note(self, kind: str, message: str) -> None:
-        self._emit(EventNoted(kind=kind, message=f"worker {self._welcome.worker}: {message}"))
+        self._emit(EventNoted(kind=kind, message=message))
 
     @asynccontextmanager
-    async def _ask_tokens(self, server: HttpUpstream) -> AsyncIterator[Upstream]:
+    async def _open_adapted(
+        self, server: HttpUpstream, dialect: str, tokens: TokenServer = TokenServer.NONE
+    ) -> AsyncIterator[Upstream]:
         async with server:
-            kind = self._welcome.config.token_ids
-            yield server if kind is TokenServer.NONE else TokenUpstream(server, kind)
+            asking = server if tokens is TokenServer.NONE else TokenUpstream(server, tokens)
+            yield self._adapt_server(asking, dialect)
 
-    @asynccontextmanager
-    async def _translate_calls(self, server: HttpUpstream, target: Dialect) -> AsyncIterator[Upstream]:
-        async with self._ask_tokens(server) as asking:
-            yield TranslatedUpstream(asking, target, self._read_conversation)
+    def _adapt_server(self, server: Upstream, dialect: str = AUTO_DIALECT) -> Upstream:
+        """Return an upstream that translates the calls which a server of `dialect` does not understand."""
+        if dialect == SAME_DIALECT:
+            return server
+        terms = TranslationTerms(self._read_conversation, self._read_replies, self._note)
+        if dialect == AUTO_DIALECT:
+            return AdaptiveUpstream(server, terms)
+        return TranslatedUpstream(server, DIALECTS[dialect], terms)
 
     def _open_judge(self) -> AbstractAsyncContextManager[Upstream | None]:
         """Open the judges' own server; None: their calls go where those of their attempt go."""
@@ -147,7 +151,9 @@ class WorkerModels:
             return nullcontext()
         if given is None or given.judge is None:  # a replay
             return nullcontext(ReplayOnly())
-        return HttpUpstream(given.judge.url, given.judge.key, stall=config.stall)
+        address = ProviderAddress(given.judge.url, given.judge.key)
+        server = HttpUpstream(dict.fromkeys(DIALECTS, address), stall=config.stall)
+        return self._open_adapted(server, AUTO_DIALECT)
 
     @asynccontextmanager
     async def open_route(
@@ -177,6 +183,13 @@ class WorkerModels:
         earlier = _SegmentHistory(self._directory, attempt)
         before = earlier.read_messages(delta.parent, delta.keep) if delta.parent is not None else []
         return [msgspec.json.decode(part) for part in (*before, *map(earlier.resolve_media, delta.append))]
+
+    def _read_replies(self, attempt: int) -> Iterator[bytes]:
+        """Yield the replies of an attempt whose server has another dialect, as they came."""
+        blobs = BlobStore(self._directory.blobs)
+        for exchange in read_exchanges(self._directory, attempt):
+            if exchange.original is not None:
+                yield resolve_references(bytes(exchange.original), blobs)
 
     def _require_policy(self) -> PolicyUpstream:
         if self._policy is None:

@@ -12,7 +12,7 @@ import random
 import signal
 import string
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
 from typing import Any, cast
@@ -62,17 +62,25 @@ RawScript = Callable[[Mapping[str, str], bytes], ScriptedReply | Awaitable[Scrip
 """Takes the raw headers and body: for byte-exact tests, and for benchmarks that do not parse."""
 
 
-def serve_script(script: Script, port: int = 0) -> AbstractAsyncContextManager[str]:
-    """Serve `script` on 127.0.0.1: `async with serve_script(script) as url`, where `url` ends in `/v1`."""
-    return serve_raw(lambda headers, body: script(msgspec.json.decode(body)), port)
+def serve_script(
+    script: Script, port: int = 0, *, dialects: Iterable[str] | None = None
+) -> AbstractAsyncContextManager[str]:
+    """Serve `script` on 127.0.0.1: `async with serve_script(script) as url`, where `url` ends in `/v1`.
+
+    With `dialects`, paths of any others get the status 404.
+    """
+    return serve_raw(lambda headers, body: script(msgspec.json.decode(body)), port, dialects=dialects)
 
 
 @asynccontextmanager
-async def serve_raw(script: RawScript, port: int = 0) -> AsyncIterator[str]:
+async def serve_raw(
+    script: RawScript, port: int = 0, *, dialects: Iterable[str] | None = None
+) -> AsyncIterator[str]:
     """Serve a script that takes the raw request."""
+    served = [DIALECTS[name] for name in (list_conversations() if dialects is None else dialects)]
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        return await _handle(script, request)
+        return await _handle(script, request, served)
 
     server = web.Server(
         handle,
@@ -123,11 +131,11 @@ def make_turns(count: int, size: int, seed: int = 0, command: str | None = None)
     return reply
 
 
-async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResponse:
+async def _handle(script: RawScript, request: web.BaseRequest, served: list[Dialect]) -> web.StreamResponse:
     path = request.path
     if request.method == "GET" and path.endswith("/models"):
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-    found = _find_dialect(path)
+    found = _find_dialect(path, served)
     if found is None:
         return _make_error(WIRES["chat"], 404, f"no such path: `{path}`", {})
     dialect, match = found
@@ -139,10 +147,10 @@ async def _handle(script: RawScript, request: web.BaseRequest) -> web.StreamResp
     return await _send_reply(request, reply, dialect, body)
 
 
-def _find_dialect(path: str) -> tuple[Dialect, PathMatch] | None:
-    for name in list_conversations():
-        if (match := DIALECTS[name].match_path(path)) is not None:
-            return DIALECTS[name], match
+def _find_dialect(path: str, served: list[Dialect]) -> tuple[Dialect, PathMatch] | None:
+    for dialect in served:
+        if (match := dialect.match_path(path)) is not None:
+            return dialect, match
     return None
 
 

@@ -179,6 +179,8 @@ def list_events(summary: RunSummary) -> Iterator[tuple[str, Text]]:
     if summary.events:
         events = ", ".join(f"{number} {line(kind, 40)}" for kind, number in sorted(summary.events.items()))
         yield "events", Text(events)
+    for sentence in summary.translated:
+        yield "translated", Text(line(sentence, 300))
     yield from render_control(summary, len(summary.control))
     for told in summary.refused.last if summary.refused is not None else ():
         yield "refused", Text(f"{line(told, 300)} (not part of an attempt)", "yellow")

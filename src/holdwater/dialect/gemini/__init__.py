@@ -14,7 +14,14 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw
 
-from ..conversion import TOOL_CHOICES, CompletionContent, ReplyContext, make_response_format
+from ..conversion import (
+    JSON_OBJECT,
+    TOOL_CHOICES,
+    CompletionContent,
+    ReplyContext,
+    make_response_format,
+    make_tool_choice,
+)
 from ..interface import (
     AdaptedRequest,
     Dialect,
@@ -44,6 +51,7 @@ from ..message import (
 )
 from ..reply_tokens import parse_tokens
 from ..sse import decode_values, render_event
+from ..untranslated_fields import GEMINI_CONFIG, GEMINI_KNOWN, GEMINI_RULES, pick_extensions
 from .stream import (
     GeminiStream,
     GeminiWriter,
@@ -96,6 +104,9 @@ class GeminiDialect(Dialect):
     system_keys = ("systemInstruction", "system_instruction")
     reply_key = "candidates"
     count_key = "totalTokens"
+    choice_key = "toolConfig.functionCallingConfig"
+    known_keys = GEMINI_KNOWN
+    untranslated = GEMINI_RULES
 
     def match_path(self, path: str) -> PathMatch | None:
         match = _ROUTE.fullmatch(path)
@@ -156,7 +167,7 @@ class GeminiDialect(Dialect):
             return super().read_format(head, place)
         return ReplyFormat.EVENTS if "alt=sse" in place.query.split("&") else ReplyFormat.ARRAY
 
-    def read_context(self, body: bytes, path: str) -> ReplyContext:
+    def make_context(self, request: Mapping[str, Any], path: str) -> ReplyContext:
         match = _PATH.match(path)
         return ReplyContext(match["model"].removeprefix("models/") if match else "")
 
@@ -213,7 +224,8 @@ class GeminiDialect(Dialect):
     def parse_tools(self, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for tool in map(as_dict, as_list(head.get("tools"))):
             for declared in map(as_dict, as_list(_get_either(tool, "functionDeclarations"))):
-                parameters = _get_either(declared, "parametersJsonSchema") or declared.get("parameters")
+                schema = to_json_schema(declared.get("parameters"))
+                parameters = _get_either(declared, "parametersJsonSchema") or schema
                 yield make_function_tool(
                     as_string(declared.get("name")), declared.get("description"), parameters
                 )
@@ -239,12 +251,17 @@ class GeminiDialect(Dialect):
         config = as_dict(request.get("generationConfig", request.get("generation_config")))
         tools = as_dict(request.get("toolConfig", request.get("tool_config")))
         calling = as_dict(tools.get("functionCallingConfig", tools.get("function_calling_config")))
-        schema = config.get("responseJsonSchema") or config.get("responseSchema")
+        names = as_list(_get_either(calling, "allowedFunctionNames"))
+        mode = TOOL_CHOICES.get(as_string(calling.get("mode")).lower())
         return {
-            **{name: config.get(theirs) for theirs, name in _OPTIONS.items()},
-            "response_format": make_response_format(schema, {}) if schema else None,
-            "tool_choice": TOOL_CHOICES.get(as_string(calling.get("mode")).lower()),
+            **{name: _get_either(config, theirs) for theirs, name in _OPTIONS.items()},
+            "response_format": _make_format(config),
+            "tool_choice": make_tool_choice(names[0]) if len(names) == 1 and mode == "required" else mode,
         }
+
+    def pick_extensions(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        config = as_dict(_get_either(request, "generationConfig"))
+        return {**super().pick_extensions(request), **pick_extensions(config, GEMINI_CONFIG, ())}
 
     def render_completion(self, content: CompletionContent) -> dict[str, Any]:
         parts: list[dict[str, Any]] = []
@@ -265,6 +282,24 @@ class GeminiDialect(Dialect):
 
     def write_stream(self, context: ReplyContext) -> GeminiWriter:
         return GeminiWriter(context)
+
+
+def _make_format(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the response format of a request."""
+    schema = to_json_schema(_get_either(config, "responseSchema"))
+    if schema := _get_either(config, "responseJsonSchema") or schema:
+        return make_response_format(schema, {})
+    return JSON_OBJECT if _get_either(config, "responseMimeType") == "application/json" else None
+
+
+def to_json_schema(schema: Any) -> Any:
+    """Return a schema of Google's own form, whose types are in capitals, as JSON Schema."""
+    if isinstance(schema, list):
+        return [to_json_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    small = {"type": schema["type"].lower()} if isinstance(schema.get("type"), str) else {}
+    return {**{name: to_json_schema(value) for name, value in schema.items()}, **small}
 
 
 def _parse_answer(answer: dict[str, Any]) -> Iterator[str | MessageMedia]:
@@ -302,7 +337,7 @@ def _parse_part(part: dict[str, Any]) -> str | MessageMedia:
     return to_part(part["text"]) if "text" in part else render_unknown(part)
 
 
-def _get_either(part: dict[str, Any], name: str) -> Any:
+def _get_either(part: Mapping[str, Any], name: str) -> Any:
     """Return a field by its camelCase or snake_case name: the provider accepts both."""
     snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
     return part.get(name, part.get(snake))

@@ -15,7 +15,14 @@ import msgspec
 from msgspec import Raw
 
 from ...core.records import ModelUsage
-from ..conversion import TOOL_CHOICES, CompletionContent, ReplyContext, make_tool_choice, pick_options
+from ..conversion import (
+    TOOL_CHOICES,
+    CompletionContent,
+    ReplyContext,
+    make_response_format,
+    make_tool_choice,
+    pick_options,
+)
 from ..interface import (
     AdaptedRequest,
     Dialect,
@@ -29,6 +36,7 @@ from ..message import (
     CommonMessage,
     MessageMedia,
     ModelReply,
+    ToolCall,
     as_dict,
     as_list,
     as_string,
@@ -39,7 +47,8 @@ from ..message import (
     to_part,
 )
 from ..reply_tokens import parse_tokens
-from .request_rendering import render_request
+from ..untranslated_fields import MESSAGES_KNOWN, MESSAGES_RULES
+from .request_rendering import THINKING_BLOCKS, render_request
 from .stream import (
     MessagesChunks,
     MessagesStream,
@@ -52,6 +61,7 @@ from .stream import (
 )
 
 _PATH = re.compile(r"(?:/v1)*/messages(/count_tokens)?")
+_THOUGHTS = frozenset({"thinking", "redacted_thinking"})
 _EPOCH = "1970-01-01T00:00:00Z"
 _CACHE_CONTROL = b'"cache_control"'
 # One level deep and short: a longer value is content, even under this key.
@@ -87,6 +97,8 @@ class MessagesDialect(Dialect):
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
     system_keys = ("system",)
     reply_key = "stop_reason"
+    known_keys = MESSAGES_KNOWN
+    untranslated = MESSAGES_RULES
 
     def match_path(self, path: str) -> PathMatch | None:
         match = _PATH.fullmatch(path)
@@ -120,21 +132,23 @@ class MessagesDialect(Dialect):
 
     def parse_message(self, item: dict[str, Any]) -> Iterator[CommonMessage]:
         blocks = _list_blocks(item.get("content"))
-        results = [block for block in blocks if _get_kind(block).endswith("tool_result")]
-        for block in results:
+        rest = []
+        for block in blocks:
+            if not _get_kind(block).endswith("tool_result"):
+                rest.append(block)
+                continue
             yield CommonMessage(
                 role="tool",
-                parts=tuple(_parse_blocks(_list_blocks(block.get("content")))),
+                parts=tuple(map(_parse_block, _list_blocks(block.get("content")))),
                 answers=as_string(block.get("tool_use_id")),
                 failed=block.get("is_error") is True,
             )
-        rest = [block for block in blocks if not _get_kind(block).endswith("tool_result")]
-        if rest or not results:
+        if rest or not blocks:
             yield _make_message(ROLES.get(as_string(item.get("role")), "unknown"), rest)
 
     def parse_system(self, head: dict[str, Any]) -> Iterator[CommonMessage]:
         if head.get("system"):
-            yield CommonMessage(role="system", parts=tuple(_parse_blocks(_list_blocks(head["system"]))))
+            yield CommonMessage(role="system", parts=tuple(map(_parse_block, _list_blocks(head["system"]))))
 
     def parse_tools(self, head: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for tool in map(as_dict, as_list(head.get("tools"))):
@@ -159,8 +173,13 @@ class MessagesDialect(Dialect):
     def convert_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
         choice = as_dict(request.get("tool_choice"))
         kind = as_string(choice.get("type"))
+        output = as_dict(request.get("output_config"))
+        schema = as_dict(output.get("format")).get("schema")
         return {
             **pick_options(request, "temperature", "top_p", "top_k", "max_tokens", "stream"),
+            "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") is True else None,
+            "reasoning_effort": output.get("effort"),
+            "response_format": make_response_format(schema, {}) if schema else None,
             "stop": request.get("stop_sequences"),
             "tool_choice": make_tool_choice(choice.get("name")) if kind == "tool" else TOOL_CHOICES.get(kind),
         }
@@ -184,11 +203,18 @@ class MessagesDialect(Dialect):
         return MessagesWriter(context)
 
     translates = True
-
     own_headers = MappingProxyType({"anthropic-version": "2023-06-01"})
+    thought_fields = hidden_thoughts = (THINKING_BLOCKS,)
 
     def request_from_chat(self, request: dict[str, Any], messages: list[CommonMessage]) -> dict[str, Any]:
         return render_request(request, messages)
+
+    def reply_to_chat(self, body: bytes) -> dict[str, Any]:
+        completion = super().reply_to_chat(body)
+        blocks = _list_blocks(msgspec.json.decode(body).get("content"))
+        if thoughts := [block for block in blocks if _get_kind(block) in _THOUGHTS]:
+            completion["choices"][0]["message"][THINKING_BLOCKS] = thoughts
+        return completion
 
     def open_chunks(self) -> MessagesChunks:
         return MessagesChunks()
@@ -263,36 +289,35 @@ def _list_blocks(content: Any) -> list[dict[str, Any]]:
 
 
 def _make_message(role: str, blocks: list[dict[str, Any]]) -> CommonMessage:
-    thoughts = [as_string(block.get("thinking")) for block in blocks if _get_kind(block) == "thinking"]
-    return CommonMessage(
-        role=role,
-        parts=tuple(_parse_blocks(block for block in blocks if not _is_aside(block))),
-        reasoning="\n\n".join(thought for thought in thoughts if thought),
-        calls=tuple(parse_call(block, "input") for block in blocks if _get_kind(block).endswith("tool_use")),
-    )
+    parts: list[str | MessageMedia] = []
+    calls: list[ToolCall] = []
+    thoughts: list[str] = []
+    for block in blocks:
+        kind = _get_kind(block)
+        if kind.endswith("tool_use"):
+            calls.append(parse_call(block, "input"))
+        elif kind not in _THOUGHTS:
+            parts.append(_parse_block(block))
+        elif thought := as_string(block.get("thinking")):
+            thoughts.append(thought)
+    return CommonMessage(role=role, parts=tuple(parts), reasoning="\n\n".join(thoughts), calls=tuple(calls))
 
 
 def _get_kind(block: dict[str, Any]) -> str:
     return as_string(block.get("type"))
 
 
-def _is_aside(block: dict[str, Any]) -> bool:
-    return _get_kind(block).endswith("tool_use") or _get_kind(block) in ("thinking", "redacted_thinking")
-
-
-def _parse_blocks(blocks: Any) -> Iterator[str | MessageMedia]:
-    for block in blocks:
-        source = as_dict(block.get("source"))
-        if _get_kind(block) == "text":
-            yield to_part(block.get("text"))
-        elif source and "data" in source:
-            text = as_string(source.get("type")) == "text"
-            type_ = as_string(source.get("media_type"))
-            yield to_part(source["data"]) if text else to_media(source["data"], type_, bare=True)
-        elif source and ("url" in source or "file_id" in source):
-            yield to_media(source.get("url") or source.get("file_id"), _get_kind(block))
-        else:
-            yield render_unknown(block)
+def _parse_block(block: dict[str, Any]) -> str | MessageMedia:
+    if block.get("type") == "text":
+        return to_part(block.get("text"))
+    source = as_dict(block.get("source"))
+    if "data" in source:
+        text = as_string(source.get("type")) == "text"
+        type_ = as_string(source.get("media_type"))
+        return to_part(source["data"]) if text else to_media(source["data"], type_, bare=True)
+    if "url" in source or "file_id" in source:
+        return to_media(source.get("url") or source.get("file_id"), _get_kind(block))
+    return render_unknown(block)
 
 
 def _render_blocks(content: CompletionContent) -> Iterator[dict[str, Any]]:

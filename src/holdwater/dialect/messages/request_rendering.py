@@ -7,6 +7,7 @@ from typing import Any
 
 from ..message import CommonMessage, MessageMedia, as_dict, as_list, as_string
 
+THINKING_BLOCKS = "thinking_blocks"  # of a message in Chat Completions: the server's own, signed
 DEFAULT_TOKENS = 16384  # of a reply, if the request has no limit: this dialect requires one
 _CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 _EFFORTS = frozenset({"low", "medium", "high"})
@@ -22,7 +23,7 @@ def render_request(request: Object, messages: list[CommonMessage]) -> Object:
         "model": request.get("model"),
         "max_tokens": request.get("max_completion_tokens") or request.get("max_tokens") or DEFAULT_TOKENS,
         "system": "\n\n".join(prompts) or None,
-        "messages": list(_render_messages(messages)),
+        "messages": list(_render_messages(messages, _list_thoughts(request))),
         "tools": tools or None,
         "tool_choice": _render_choice(request) if tools else None,
         "stop_sequences": [stop] if isinstance(stop, str) else stop,
@@ -33,10 +34,15 @@ def render_request(request: Object, messages: list[CommonMessage]) -> Object:
     return {key: value for key, value in made.items() if value is not None}
 
 
-def _render_messages(messages: list[CommonMessage]) -> Iterator[Object]:
+def _list_thoughts(request: Object) -> list[list[Object]]:
+    """Return the thoughts that belong to each message."""
+    return [as_list(as_dict(message).get(THINKING_BLOCKS)) for message in as_list(request.get("messages"))]
+
+
+def _render_messages(messages: list[CommonMessage], thoughts: list[list[Object]]) -> Iterator[Object]:
     """Yield messages of users and assistants in turn: neighbours of one role become one message."""
     role, blocks = "", list[Object]()
-    for message in messages:
+    for message, thought in zip(messages, thoughts, strict=True):
         if message.role in ("system", "unknown"):
             continue
         speaker = "assistant" if message.role == "assistant" else "user"
@@ -44,7 +50,7 @@ def _render_messages(messages: list[CommonMessage]) -> Iterator[Object]:
             yield {"role": role, "content": blocks}
             blocks = []
         role = speaker
-        blocks += _render_message(message)
+        blocks += [*thought, *_render_message(message)]
     if blocks:
         yield {"role": role, "content": blocks}
 

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from ...core.records import ModelUsage
 from ..conversion import (
+    JSON_OBJECT,
     CompletionContent,
     ReplyContext,
     make_response_format,
@@ -40,6 +41,7 @@ from ..message import (
 from ..openai import OpenAIDialect, parse_content
 from ..reply_tokens import parse_tokens
 from ..sse import NULL
+from ..untranslated_fields import RESPONSES_KNOWN, RESPONSES_RULES
 from .stream import (
     ResponsesReply,
     ResponsesStream,
@@ -110,8 +112,16 @@ class ResponsesDialect(OpenAIDialect):
     merges_items = True
     system_keys = ("instructions", "input")
     reply_key = "output"
+    known_keys = RESPONSES_KNOWN
+    untranslated = RESPONSES_RULES
     chaining = ChainRules(
-        read_chain_name, read_reply_name, read_output_items, read_item_name, read_reference_name
+        read_chain_name,
+        read_reply_name,
+        read_output_items,
+        read_item_name,
+        read_reference_name,
+        key="previous_response_id",
+        reference_mark=b"item_reference",
     )
 
     def strip_generated(self, message: bytes) -> bytes:
@@ -190,7 +200,7 @@ class ResponsesDialect(OpenAIDialect):
 
     def convert_options(self, request: Mapping[str, Any]) -> dict[str, Any]:
         format = as_dict(as_dict(request.get("text")).get("format"))
-        is_schema = format.get("type") == "json_schema"
+        kind = format.get("type")
         choice = request.get("tool_choice")
         if isinstance(choice, dict):
             choice = make_tool_choice(choice.get("name"))
@@ -198,7 +208,11 @@ class ResponsesDialect(OpenAIDialect):
             **pick_options(request, "temperature", "top_p", "parallel_tool_calls", "stream", "user"),
             "max_tokens": request.get("max_output_tokens"),
             "reasoning_effort": as_dict(request.get("reasoning")).get("effort"),
-            "response_format": make_response_format(format.get("schema"), format) if is_schema else None,
+            "response_format": make_response_format(format.get("schema"), format)
+            if kind == "json_schema"
+            else JSON_OBJECT
+            if kind == "json_object"
+            else None,
             "tool_choice": choice,
         }
 

@@ -33,6 +33,7 @@ class UpstreamCall(NamedTuple):
     delta: RequestDelta | None = None  # the new part of the request; None: not a turn
     model: str | None = None  # the requested model, as it goes upstream
     conversation: object | None = None  # the same for all calls that continue each other
+    trial: bool = False  # the server may not have the path, which is no failure of the server
 
 
 class UpstreamAnswer(Protocol):

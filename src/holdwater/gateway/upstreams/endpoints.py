@@ -5,20 +5,22 @@ An upstream without users that still has calls in flight stays open until they e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
+from . import Upstream
 from .http import HttpUpstream
 
 MOST_IDLE = 4  # upstreams without users that stay open, not counting busy ones
 
 
 class EndpointPool:
-    """`async with EndpointPool(stall) as endpoints`."""
+    """`async with EndpointPool(stall, adapt) as endpoints`; `adapt` adds to each what it lacks."""
 
-    def __init__(self, stall: float) -> None:
+    def __init__(self, stall: float, adapt: Callable[[Upstream], Upstream] = lambda server: server) -> None:
         self._stall = stall
+        self._adapt = adapt
         # The longest unused first; bound: the upstreams in use or busy, and `MOST_IDLE`.
         self._open: dict[tuple[str, str | None], _PooledEndpoint] = {}
 
@@ -31,7 +33,7 @@ class EndpointPool:
             await endpoint.upstream.__aexit__(None, None, None)
 
     @asynccontextmanager
-    async def use(self, url: str, key: str | None) -> AsyncIterator[HttpUpstream]:
+    async def use(self, url: str, key: str | None) -> AsyncIterator[Upstream]:
         """Use the upstream at `url` inside this block."""
         upstream = await self.take(url, key)
         try:
@@ -39,14 +41,15 @@ class EndpointPool:
         finally:
             await self.give(url, key)
 
-    async def take(self, url: str, key: str | None) -> HttpUpstream:
+    async def take(self, url: str, key: str | None) -> Upstream:
         """Return the upstream at `url`; the caller must call `give` later."""
         endpoint = self._open.get((url, key))
         if endpoint is None:
-            endpoint = self._open[url, key] = _PooledEndpoint(HttpUpstream(url, key, stall=self._stall))
-            await endpoint.upstream.__aenter__()
+            server = HttpUpstream(url, key, stall=self._stall)
+            endpoint = self._open[url, key] = _PooledEndpoint(server, self._adapt(server))
+            await server.__aenter__()
         endpoint.users += 1
-        return endpoint.upstream
+        return endpoint.adapted
 
     async def give(self, url: str, key: str | None) -> None:
         """Release an upstream that `take` returned."""
@@ -60,6 +63,7 @@ class EndpointPool:
 
 
 class _PooledEndpoint:
-    def __init__(self, upstream: HttpUpstream) -> None:
+    def __init__(self, upstream: HttpUpstream, adapted: Upstream) -> None:
         self.upstream = upstream
+        self.adapted = adapted
         self.users = 0

@@ -22,7 +22,7 @@ from ...dialect import DIALECTS
 from . import UpstreamCall
 from .endpoint_choice import CallTry, EndpointChoice, NoteChange, has_other, ignore_change
 from .http_endpoint import EndpointTerms, HttpEndpoint, OpenedResponse, ProviderAddress
-from .retry import HINT, BreakerTripped, CircuitBreaker, choose_delay, make_trip_failure
+from .retry import ABSENT, HINT, BreakerTripped, CircuitBreaker, choose_delay, make_trip_failure
 from .scrubbing import ScrubbedStream
 
 VERSION_HEADER = "X-Policy-Version"  # names the weights that answered
@@ -82,7 +82,8 @@ class HttpUpstream:
         """Return an answer as soon as its first byte is there; the caller must call `close`."""
         opened = await self._reach(call)
         try:
-            call.body.free()
+            if opened.body is None:  # after an error it may be sent once more, translated
+                call.body.free()
             return HttpAnswer(opened, self._judge(call, opened))
         except BaseException:  # boundary: releases, then raises again
             opened.endpoint.close(opened)
@@ -124,6 +125,8 @@ class HttpUpstream:
             tries[endpoint] = _plan_retry(tries.get(endpoint), opened)
             if opened is None:
                 continue
+            if call.trial and opened.response.status in ABSENT:
+                return opened
             self._record_status(call, opened, tries[endpoint].again_at)
             if not left or not call.body.at_hand or not _goes_on(opened, serving, tries):
                 return opened

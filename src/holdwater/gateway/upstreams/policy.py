@@ -18,7 +18,7 @@ from ...core.authoring import Policy
 from ...core.errors import ModelFailed, RunFailed
 from ...dialect import DIALECTS, list_conversations
 from . import UpstreamCall
-from .complete_reply import CompleteReply, read_context, render_reply
+from .complete_reply import CompleteReply, render_reply
 from .request_conversion import ReadConversation, convert_request
 
 
@@ -38,11 +38,11 @@ class PolicyUpstream:
     @asynccontextmanager
     async def send(self, call: UpstreamCall) -> AsyncIterator[CompleteReply]:
         assert call.delta is not None, "the policy answers only turns"
-        dialect, wanted = DIALECTS[call.dialect], read_context(call)
-        request = await convert_request(call, wanted, self._conversation)
+        request, context = await convert_request(call, self._conversation)
         call.body.free()
         answer = await self._call_policy(request)
-        reply = render_reply(answer, dialect, wanted)
+        dialect = DIALECTS[call.dialect]
+        reply = render_reply(answer, dialect, context)
         version = answer.get("policy_version") if isinstance(answer, dict) else None
         yield CompleteReply(reply, dialect, call.reply_format, None if version is None else str(version))
 

@@ -26,6 +26,7 @@ ATTEMPTS = 5  # number of different attempts whose calls all failed
 SECONDS = 30.0  # during which no call succeeded
 HINT = "check the upstream, then run `holdwater resume`"
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+ABSENT = frozenset({404, 405, 501})  # a server answers these for a path that it does not have
 RATE_LIMITED = frozenset({429, 503, 529})  # waiting after these does not count as working time
 LONGEST_WAIT = 300.0  # seconds; for a longer delay, the run retries the attempt instead
 FIRST_WAIT = 0.5

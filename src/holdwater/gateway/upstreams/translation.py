@@ -6,64 +6,130 @@ Requests are converted whole, replies as they arrive: no stream waits for its en
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 from multidict import CIMultiDict
 
 from ...core.errors import ModelFailed
 from ...core.records import MiB
-from ...dialect import CHAT, DIALECTS, list_conversations
+from ...core.summary import LEFT_OUT
+from ...dialect import CHAT, DIALECTS, list_conversations, list_server_dialects
 from ...dialect.conversion import ReplyContext
 from ...dialect.interface import Dialect, ReplyFormat, know_headers
-from ...dialect.message import DECODE_ERRORS, SHAPE_ERRORS, as_list
+from ...dialect.message import DECODE_ERRORS, SHAPE_ERRORS, as_dict, as_list
+from ...dialect.untranslated_fields import find_untranslated
 from . import Upstream, UpstreamAnswer, UpstreamCall
-from .complete_reply import CompleteReply, content_type, read_context, render_reply
+from .complete_reply import CompleteReply, content_type, render_reply
+from .kept_thoughts import KeptThoughts, ReadReplies
 from .request_conversion import ReadConversation, convert_request
 from .retry import failure_inside, parse_error
 
 LARGEST_REPLY = 64 * MiB
 _COMMON_HEADERS = know_headers(set()).names
+NoteEvent = Callable[[str, str], None]
+"""Receives the kind of an event and a sentence about it."""
+
+
+class TranslationTerms(NamedTuple):
+    """What a translation needs beside the server: the record of an attempt, and a place for its events."""
+
+    read_conversation: ReadConversation
+    read_replies: ReadReplies
+    note: NoteEvent
 
 
 class TranslatedUpstream:
-    """Implements `Upstream`: sends the calls of the dialects that `inner` supports unchanged."""
+    """Implements `Upstream`: sends the calls that a server of `target` understands unchanged."""
 
-    def __init__(self, inner: Upstream, target: Dialect, read_conversation: ReadConversation) -> None:
+    def __init__(self, inner: Upstream, target: Dialect, terms: TranslationTerms) -> None:
         self._inner = inner
+        self._thoughts = KeptThoughts(target, terms.read_replies)
+        self._note = terms.note
+        self._noted: set[tuple[str, str]] = set()  # dialect and field; bound: the rules
         self._target = target
-        self._read_conversation = read_conversation
-        self.dialects = inner.dialects | list_conversations()
-        self.counting = inner.counting
+        self._read_conversation = terms.read_conversation
+        self._understood = list_server_dialects(target.name) & inner.dialects
+        self.dialects = self._understood | (list_conversations() if self._understood else frozenset())
+        self.counting = inner.counting & self._understood
+
+    def send(self, call: UpstreamCall) -> AbstractAsyncContextManager[UpstreamAnswer]:
+        return self._inner.send(call) if call.dialect in self._understood else self.translate(call)
 
     @asynccontextmanager
-    async def send(self, call: UpstreamCall) -> AsyncIterator[UpstreamAnswer]:
-        if call.dialect in self._inner.dialects:
-            async with self._inner.send(call) as answer:
-                yield answer
-            return
-        wanted = read_context(call)
-        request = await convert_request(call, wanted, self._read_conversation)
+    async def translate(self, call: UpstreamCall) -> AsyncIterator[UpstreamAnswer]:
+        """Send a call in the server's dialect."""
+        check = TranslationCheck(DIALECTS[call.dialect], self._target.name)
+        request, wanted = await convert_request(call, self._read_conversation, check)
+        check.check_choice(request)
+        self._note_left_out(check)
+        await self._thoughts.restore(call.attempt, as_list(request.get("messages")))
         request.pop("stream_options", None)
         request["stream"] = call.reply_format is ReplyFormat.EVENTS or None
-        call.body.replace((self._render_request(request),))
+        call.body.replace((self._render_request(request, check.extensions),))
         target = self._target
         headers = {name: value for name, value in call.headers.items() if name.lower() in _COMMON_HEADERS}
         headers |= target.own_headers
         translated = call._replace(path=target.path, headers=headers, dialect=target.name)
         async with self._inner.send(translated) as answer:
-            yield TranslatedAnswer(answer, target, DIALECTS[call.dialect], call.reply_format, wanted)
+            take = partial(self._thoughts.take, call.attempt)
+            yield TranslatedAnswer(answer, target, DIALECTS[call.dialect], call.reply_format, wanted, take)
 
-    def _render_request(self, request: dict[str, Any]) -> bytes:
+    def _note_left_out(self, check: TranslationCheck) -> None:
+        """Note the fields that are left out of calls, each once."""
+        name = check.dialect.name
+        fields = [field for field in check.left_out if (name, field) not in self._noted]
+        if fields:
+            self._noted.update((name, field) for field in fields)
+            listed = ", ".join(f"`{field}`" for field in fields)
+            self._note(
+                LEFT_OUT, f"calls in `{name}` go to the server as `{self._target.name}` without {listed}"
+            )
+
+    def _render_request(self, request: dict[str, Any], extensions: dict[str, Any]) -> bytes:
         messages = [] if self._target is CHAT else CHAT.parse_messages(as_list(request.get("messages")))
         try:
             made = self._target.request_from_chat(request, messages)
         except SHAPE_ERRORS as error:
             message = f"the request cannot be translated to `{self._target.name}`: {error}"
             raise ModelFailed(message, kind="invalid", again=False) from None
-        return msgspec.json.encode({key: value for key, value in made.items() if value is not None})
+        whole = {**extensions, **made}
+        return msgspec.json.encode({key: value for key, value in whole.items() if value is not None})
+
+
+class TranslationCheck:
+    """Checks one request: refuses it, or collects what is left out. Call it with the agent's request."""
+
+    def __init__(self, dialect: Dialect, server: str) -> None:
+        self.dialect = dialect
+        self._server = server
+        self.left_out: dict[str, None] = {}  # fields, in order
+        self.extensions: dict[
+            str, Any
+        ] = {}  # options that the dialect does not have: they may be the server's
+
+    def __call__(self, request: dict[str, Any]) -> None:
+        for rule in find_untranslated(request, self.dialect.untranslated, self._server):
+            if rule.refused:
+                self._refuse(rule.field)
+            self.left_out[rule.field] = None
+        self.extensions = self.dialect.pick_extensions(request)
+
+    def check_choice(self, request: dict[str, Any]) -> None:
+        """Refuse the choice of a tool that the converted request does not have."""
+        choice = request.get("tool_choice")
+        tools = [as_dict(as_dict(tool).get("function")).get("name") for tool in as_list(request.get("tools"))]
+        if choice == "required" and not tools:
+            self._refuse(self.dialect.choice_key)
+        if isinstance(choice, dict) and as_dict(choice.get("function")).get("name") not in tools:
+            self._refuse(self.dialect.choice_key)
+
+    def _refuse(self, field: str) -> NoReturn:
+        message = f"`{field}` cannot be translated for the server, whose dialect is `{self._server}`"
+        raise ModelFailed(message, kind="invalid", again=False)
 
 
 class TranslatedAnswer:
@@ -76,12 +142,14 @@ class TranslatedAnswer:
         dialect: Dialect,
         manner: ReplyFormat,
         wanted: ReplyContext,
+        take_thoughts: Callable[[dict[str, Any]], None],
     ) -> None:
         self._answer = answer
         self._target = target
         self._dialect = dialect
         self._manner = manner
         self._wanted = wanted
+        self._take_thoughts = take_thoughts
         self.original: bytes | None = None
         self.status = answer.status
         self.failure = answer.failure
@@ -114,6 +182,7 @@ class TranslatedAnswer:
         except DECODE_ERRORS as error:
             raise ModelFailed(f"the upstream's reply is not valid JSON: {error}", kind="garbage") from None
         _check_error(error_inside)
+        self._take_thoughts(reply)
         return CompleteReply(render_reply(reply, self._dialect, self._wanted), self._dialect, self._manner)
 
     async def _translate_stream(self) -> AsyncIterator[bytes]:
@@ -129,7 +198,9 @@ class TranslatedAnswer:
             if not stream.ended:
                 raise ModelFailed("the upstream's stream ended early", kind="cut")
             self.original, self.version = stream.reply(), self._answer.version
-            yield b"".join(writer.finish(self._target.reply_to_chat(self.original)))
+            reply = self._target.reply_to_chat(self.original)
+            self._take_thoughts(reply)
+            yield b"".join(writer.finish(reply))
         except SHAPE_ERRORS as error:
             raise ModelFailed(
                 f"the upstream's stream cannot be translated: {error}", kind="garbage"

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ...core.authoring import Agent, Suite
-from ...core.config import SAME_DIALECT, KeepRule, RunConfig, SandboxRoot, ServingConfig
+from ...core.config import AUTO_DIALECT, SAME_DIALECT, KeepRule, RunConfig, SandboxRoot, ServingConfig
 from ...core.endpoints import BaseUrl, check_endpoints, find_first_url, list_endpoint_keys, list_endpoints
 from ...core.environment import JUDGE_KEY, KEYS_WITHHELD, SANDBOX_TOKEN, SERVE_KEYS, SYSTEM_PATH
 from ...core.errors import BadInput
@@ -322,7 +322,11 @@ def _check_judge(config: RunConfig) -> None:
 
 def check_upstream_dialect(name: str) -> None:
     """Refuse a dialect to which calls cannot be translated."""
-    known = [SAME_DIALECT, *(other for other, dialect in DIALECTS.items() if dialect.translates)]
+    known = [
+        AUTO_DIALECT,
+        SAME_DIALECT,
+        *(other for other, dialect in DIALECTS.items() if dialect.translates),
+    ]
     if name not in known:
         raise BadInput(f"`--upstream-dialect` must be one of `{'`, `'.join(known)}`: `{name[:100]}`")
 
