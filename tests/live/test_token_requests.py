@@ -19,7 +19,7 @@ from holdwater.core.token_sequences import TokenSequence, TokenServer, build_seq
 from holdwater.dialect import CHAT
 from holdwater.gateway.upstreams.http import HttpUpstream
 from holdwater.gateway.upstreams.token_requests import TokenUpstream
-from holdwater.gateway.upstreams.translation import TranslatedUpstream
+from holdwater.gateway.upstreams.translation import TranslatedUpstream, TranslationTerms
 
 PROMPT, TOKENS, LOGPROBS = [7, 8, 9], [3, 1, 4, 1, 5], [-0.5, -0.25, -1.0, -2.0, -0.125]
 TEXT = "31415"
@@ -105,7 +105,8 @@ async def engine(family: str) -> AsyncIterator[EngineServer]:
 async def asking(path: Path, served: EngineServer, server: TokenServer) -> AsyncIterator[Place]:
     """A gateway that asks the server for tokens, and translates the dialects that it does not have."""
     async with place(path, served.url) as p, HttpUpstream(served.url, retries=0) as http:
-        upstream = TranslatedUpstream(_only_chat(TokenUpstream(http, server)), CHAT, None)  # type: ignore[arg-type]
+        terms = TranslationTerms(lambda attempt, delta: [], lambda attempt: [], lambda kind, message: None)
+        upstream = TranslatedUpstream(_only_chat(TokenUpstream(http, server)), CHAT, terms)
         p.gateway.steer(p.gateway.relay.default_route._replace(upstream=upstream))
         yield p
 
