@@ -21,8 +21,6 @@ from ..core.endpoints import EndpointUses
 from ..core.errors import BadInput, LedgerCorrupt
 from ..core.records import FailureOrigin, ModelUsage, Verdict
 from ..core.summary import (
-    LEFT_OUT,
-    TRANSLATED,
     ControlEvent,
     PassRate,
     RefusedRequests,
@@ -46,10 +44,10 @@ from .rows import (
     parse_counts,
 )
 from .schema import check_version, connect, to_ledger_error
+from .translations import list_translations
 
 MOST_CONTROLS = 5  # requests to the running run that are shown
 MOST_REFUSALS = 3  # refused requests whose messages are shown
-MOST_TRANSLATIONS = 8  # sentences about translated calls
 PAGE = 256  # small rows in memory at a time; payloads and verdicts are read one at a time
 
 
@@ -78,9 +76,8 @@ class LedgerReader:
         config, found = self.config, self.counts()
         query = f"SELECT min(started), {CONDUCTED_SECONDS}, max(seen) FROM conductor"
         started, seconds, seen = self.rows(query)[0]
-        meta = dict(
-            self.rows("SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open', 'endpoints')")
-        )
+        query = "SELECT key, value FROM meta WHERE key IN ('total', 'lag', 'open', 'endpoints')"
+        meta = dict(self.rows(query))
         state, reason, exit_status, ended = self._state()
         if state == "running" and seen is not None:
             seconds += max(0.0, time.time() - seen)
@@ -117,7 +114,7 @@ class LedgerReader:
             open=meta.get("open", b"").decode(),
             regrade=latest_regrade(self),
             refused=self._refused_requests(),
-            translated=self._list_translations() if {TRANSLATED, LEFT_OUT} & found.events.keys() else (),
+            translated=list_translations(self, found.events),
             paused=self._find_pause() if state == "running" and PAUSE_EVENT in found.events else None,
             control=self._list_control(found.events),
         )
@@ -139,9 +136,8 @@ class LedgerReader:
     def attempts(self, instance: int | None = None) -> Iterator[AttemptRow]:
         """Yield the attempts at an instance, or all attempts, in the order in which they began."""
         # The plus makes SQLite use the index over instances instead of scanning all attempts.
-        where = (
-            "a.id > ? ORDER BY a.id" if instance is None else "a.instance = ? AND +a.id > ? ORDER BY +a.id"
-        )
+        every = "a.id > ? ORDER BY a.id"
+        where = every if instance is None else "a.instance = ? AND +a.id > ? ORDER BY +a.id"
         given = () if instance is None else (instance,)
         for row in self.paged(f"{_ATTEMPTS} WHERE {where} LIMIT ?", given=given):
             yield self._make_attempt(row)
@@ -172,11 +168,6 @@ class LedgerReader:
         rows = self.rows(f"SELECT message {of} ORDER BY id DESC LIMIT {MOST_REFUSALS}")
         last = tuple(message for (message,) in reversed(rows))
         return RefusedRequests(events=count, last=last) if count else None
-
-    def _list_translations(self) -> tuple[str, ...]:
-        """Return the sentences about translated calls, each once: every worker finds out by itself."""
-        query = "SELECT message FROM event WHERE kind IN (?, ?) GROUP BY message ORDER BY min(id) LIMIT ?"
-        return tuple(message for (message,) in self.rows(query, (TRANSLATED, LEFT_OUT, MOST_TRANSLATIONS)))
 
     def _find_pause(self) -> RunPause | None:
         """Return the pause of the present conductor, if it has one."""

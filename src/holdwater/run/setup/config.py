@@ -322,11 +322,8 @@ def _check_judge(config: RunConfig) -> None:
 
 def check_upstream_dialect(name: str) -> None:
     """Refuse a dialect to which calls cannot be translated."""
-    known = [
-        AUTO_DIALECT,
-        SAME_DIALECT,
-        *(other for other, dialect in DIALECTS.items() if dialect.translates),
-    ]
+    targets = (other for other, dialect in DIALECTS.items() if dialect.translates)
+    known = [AUTO_DIALECT, SAME_DIALECT, *targets]
     if name not in known:
         raise BadInput(f"`--upstream-dialect` must be one of `{'`, `'.join(known)}`: `{name[:100]}`")
 
