@@ -25,7 +25,7 @@ from .conversion import (
     make_completion,
     pick_token_fields,
 )
-from .message import CommonMessage, ModelReply, as_dict, as_list, merge_messages, to_part
+from .message import CommonMessage, ModelReply, as_list, merge_messages, to_part
 from .sse import ChunkStream, EventStream
 from .stream_writer import StreamWriter
 from .untranslated_fields import FieldRule, pick_extensions
@@ -239,8 +239,8 @@ class Dialect:
         return ParsedReply(self.count_usage(reply.usage), reply.error)
 
     def recognizes_reply(self, body: bytes) -> bool:
-        """Whether a reply in one piece, which is valid JSON, is of this dialect."""
-        return self.auxiliary or self.reply_key in as_dict(msgspec.json.decode(body))
+        """Whether a reply in one piece can be of this dialect. Decoding it would cost more than the rest."""
+        return self.auxiliary or f'"{self.reply_key}"'.encode() in body
 
     def count_usage(self, counts: Any) -> ModelUsage:
         """Return the usage that the `usage` of a reply reports."""

@@ -122,6 +122,8 @@ class HttpUpstream:
             if endpoint in tries:
                 await _wait_to_retry(call, tries[endpoint])
             opened = await self._try_once(call, endpoint, last=not left)
+            if opened is not None and opened.failure is None:
+                return opened
             tries[endpoint] = _plan_retry(tries.get(endpoint), opened)
             if opened is None:
                 continue
