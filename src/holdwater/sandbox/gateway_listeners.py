@@ -24,6 +24,7 @@ from .bubblewrap import PORT
 HELPER = Path(__file__).with_name("network_listener.py")
 OPENING = 30.0  # seconds
 ENDING = 2.0  # seconds for the helper to exit
+FULL = 0.02  # seconds until a request is sent again
 
 
 class GatewayListeners:
@@ -78,11 +79,21 @@ class GatewayListeners:
         self._waiting.clear()
 
     async def _open(self, process: int) -> socket.socket:
-        near = self._near or self._start()
+        await self._ask(process)
         future: asyncio.Future[socket.socket] = self._loop.create_future()
-        self._waiting.append(future)
-        socket.send_fds(near, [b"?"], [process])
+        self._waiting.append(future)  # in the order of the requests, which is that of the replies
         return await future
+
+    async def _ask(self, process: int) -> None:
+        while True:
+            try:
+                socket.send_fds(self._near or self._start(), [b"?"], [process])
+                return
+            except BlockingIOError:
+                await asyncio.sleep(FULL)  # many commands start at once
+            except ConnectionError:
+                self.close()  # the helper was killed; the next command starts another
+                raise SandboxFailed("the helper for sockets has ended", kind="spawn") from None
 
     def _start(self) -> socket.socket:
         self._loop = asyncio.get_running_loop()
