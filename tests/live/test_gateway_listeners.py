@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.gateway_harness import Scene, scene
+from tests.user_commands import find_python, name_user, run_as, staged, users
 from tests.wait_bounds import stretch
 
 from holdwater.core.config import Network
 from holdwater.core.records import Limits
+from holdwater.ledger.reader import LedgerReader
 from holdwater.sandbox import gateway_listeners
 from holdwater.sandbox.probe import probe
 from holdwater.sandbox.process_sandboxes import ProcessSandboxes
@@ -277,3 +279,41 @@ async def until(path: Path) -> None:
     async with asyncio.timeout(stretch(10)):
         while not path.exists():
             await asyncio.sleep(0.02)
+
+
+SUITE = """
+import holdwater as hw
+
+KNOCK = '''
+exec 3<>/dev/tcp/127.0.0.1/4141
+BODY='{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+printf '%s\\r\\n' 'POST /v1/chat/completions HTTP/1.1' 'Host: a' 'Connection: close' >&3
+printf '%s\\r\\n' "Authorization: Bearer $OPENAI_API_KEY" "Content-Length: ${#BODY}" '' >&3
+printf '%s' "$BODY" >&3
+head -n 1 <&3 > seen.txt
+ls -A /run/holdwater >> seen.txt
+'''
+
+async def setup(instance, sandbox):
+    await sandbox.write("knock.sh", KNOCK)
+
+async def grade(instance, sandbox, answer):
+    seen = (await sandbox.read("seen.txt")).decode()
+    passed = seen.startswith("HTTP/1.1 200") and "forwarder" not in seen
+    return hw.Grade(passed=passed, score=float(passed), detail=seen)
+
+suite = hw.Suite(name="knocks", instances=lambda: [hw.Instance(id="one")], setup=setup, grade=grade)
+"""
+
+
+@pytest.mark.parametrize("user", users(), ids=name_user)
+def test_a_run_of_an_ordinary_user_has_no_forwarder_either(user: int) -> None:
+    with staged(user) as place:
+        (place / "suite.py").write_text(SUITE)
+        words = ("run", f"{place}/suite.py:suite", "--agent", "command", "--command", "bash knock.sh")
+        more = ("--model", "scripted", "--out", f"{place}/run", "--workers", "1", "--quiet", "--json")
+        done = run_as(user, [find_python(user), "-m", "holdwater", *words, *more], stretch(60))
+        with LedgerReader(place / "run") as reader:
+            [row] = reader.attempts()
+
+    assert done.returncode == 0 and row.kind == "passed", f"{done.stderr}{row}"
